@@ -16,7 +16,7 @@ from gpufaas_cli import declare, output
 from gpufaas_cli.declare import gathered, needing, option
 
 if TYPE_CHECKING:
-    from gpufaas_core.model import Explanation
+    from gpufaas_core.explanation import Explanation
     from gpufaas_simulator.nodes import Noise
     from gpufaas_simulator.noise import Law
     from gpufaas_simulator.record import Record

@@ -19,7 +19,8 @@ from gpufaas_cluster.leader_link import LeaderLink
 from gpufaas_cluster.remote_placement import NO_LEADER_S, RemotePlacement
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GrantRefused, InvalidSpec
-from gpufaas_core.model import CallId, EngineStatus, Explanation, Function, FunctionId, NodeId, NodeView, Seconds
+from gpufaas_core.explanation import Explanation
+from gpufaas_core.model import CallId, EngineStatus, Function, FunctionId, NodeId, NodeView, Seconds
 
 _PLAN_S: Final[Seconds] = 120.0
 """A plan takes no longer: that of now, and the next one (`shell.SOLVE_LIMIT_S`)."""

@@ -37,7 +37,7 @@ class Stay(Struct, frozen=True, omit_defaults=True):
     asked_at: Seconds
     devices: int = 1
     price_per_h: float | None = None
-    """As it was offered then."""
+    """What the offer said when the node was ordered."""
     node: NodeId = NO_NODE
     """Empty: it is not known that one was started."""
     since: Seconds = 0.0
@@ -45,7 +45,7 @@ class Stay(Struct, frozen=True, omit_defaults=True):
     joined_at: Seconds = 0.0
     """0.0: it has not joined."""
     releasing: bool = False
-    """It is given back."""
+    """The node is given back."""
     until: Seconds = 0.0
     """When the node had ended; of an order without a node, when it failed. 0.0: not yet."""
     why: str = ""

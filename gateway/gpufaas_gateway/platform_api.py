@@ -11,7 +11,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
 from gpufaas_core.constraints import isolation_of
 from gpufaas_core.errors import CorruptArtifact, InvalidSpec, StorageFailed
-from gpufaas_core.model import CallId, EngineStatus, Explanation
+from gpufaas_core.explanation import Explanation
+from gpufaas_core.model import CallId, EngineStatus
 from gpufaas_core.status_metrics import full_name_of
 from gpufaas_core.units import Bytes, MiB
 from gpufaas_gateway.catalogue import Catalogue

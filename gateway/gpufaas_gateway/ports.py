@@ -10,9 +10,10 @@ from gpufaas_core.bundle import Manifest, WorkerSpec
 from gpufaas_core.constraints import Constraint
 from gpufaas_core.environment import Environment
 from gpufaas_core.errors import GpufaasError
+from gpufaas_core.explanation import Explanation
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import Asked, CallId, Device, EngineStatus, Explanation, Function, FunctionId, Profile, Seconds
+from gpufaas_core.model import Asked, CallId, Device, EngineStatus, Function, FunctionId, Profile, Seconds
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.history import Revision
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota

@@ -17,7 +17,7 @@ class Held(Struct, frozen=True):
     node: NodeId
     order: OrderId
     since: Seconds
-    """It is paid from then on."""
+    """When the node was started: it is paid from then on."""
     until: Seconds = 0.0
     """When it had ended; 0.0: it is there."""
 

@@ -24,7 +24,8 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from gpufaas_core.model import CallId, CopyId, FunctionId, NodeId, Part, PlacementPlan, Seconds
-from gpufaas_scheduler.view_contract import DeviceView, WaitingCall
+from gpufaas_scheduler.view_contract import WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView
 
 NEVER: Final = 1 << 62
 """An arrival number above all others."""

@@ -33,7 +33,8 @@ from math import inf
 
 from gpufaas_cache_manager.replacement import Replacement
 from gpufaas_core import messages as m
-from gpufaas_core.model import CallId, DeviceId, EngineStatus, Explanation, FunctionId, Learnt, Seconds
+from gpufaas_core.explanation import Explanation
+from gpufaas_core.model import CallId, DeviceId, EngineStatus, FunctionId, Learnt, Seconds
 from gpufaas_core.plans import Snapshot
 from gpufaas_core.snapshot import DeviceDoc, EngineDoc, FunctionDoc
 from gpufaas_scheduler import docs

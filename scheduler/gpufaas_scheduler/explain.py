@@ -5,13 +5,12 @@ from typing import Final
 
 from msgspec.structs import astuple, replace
 
+from gpufaas_core.explanation import Considered, Explanation, ServiceEstimate
 from gpufaas_core.model import (
     CallId,
-    Considered,
     DeviceId,
     DeviceStatus,
     EngineStatus,
-    Explanation,
     Failing,
     Function,
     FunctionId,
@@ -21,7 +20,6 @@ from gpufaas_core.model import (
     Replica,
     ResidentStatus,
     Seconds,
-    ServiceEstimate,
     copy_id,
     name_of,
 )

@@ -49,7 +49,8 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import Assign, Choose, Load, Plan, Reject, Start, Wake
-from gpufaas_scheduler.view_contract import DeviceView, QueueView, View, WaitingCall
+from gpufaas_scheduler.view_contract import QueueView, View, WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView
 
 ADMISSION: Final = "admission"
 ORDER: Final = "order"

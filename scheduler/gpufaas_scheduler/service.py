@@ -12,6 +12,7 @@ from typing import Final
 from gpufaas_core import messages as m
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError, GrantRefused
+from gpufaas_core.explanation import Explanation
 from gpufaas_core.model import (
     NO_ORDER,
     Asked,
@@ -19,7 +20,6 @@ from gpufaas_core.model import (
     Device,
     DeviceId,
     EngineStatus,
-    Explanation,
     Function,
     FunctionId,
     OrderId,

@@ -6,7 +6,8 @@ import math
 from array import array
 from typing import Final
 
-from gpufaas_core.model import CopyId, DeviceId, Explanation, FunctionId, Seconds, copy_of
+from gpufaas_core.explanation import Explanation
+from gpufaas_core.model import CopyId, DeviceId, FunctionId, Seconds, copy_of
 from gpufaas_simulator.fleet import NodeStay
 from gpufaas_simulator.nodes import SimulatedDeviceState
 from gpufaas_simulator.workload import SimulatedDevice, Workload

@@ -47,15 +47,8 @@ from gpufaas_scheduler.policy_contract import (
     Stateful,
     Watching,
 )
-from gpufaas_scheduler.view_contract import (
-    DeviceView,
-    FunctionView,
-    QueueView,
-    ResidentView,
-    RunningCall,
-    View,
-    WaitingCall,
-)
+from gpufaas_scheduler.view_contract import QueueView, ResidentView, RunningCall, View, WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView, FunctionView
 
 __all__ = [
     "ARRIVAL", "DEFAULT_POLICY", "DEVICE", "ENTRY_POINTS", "FINISH", "FLEET", "HOST", "LOADED", "NONE", "PLAN",

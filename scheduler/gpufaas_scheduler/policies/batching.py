@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from gpufaas_core.model import Seconds
 from gpufaas_scheduler.contract import Start, Wake
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
+from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView, FunctionView
 
 SPARE: Final = 1.25
 """Before a goal or deadline, a batch is left so many times its mean time, as times vary."""

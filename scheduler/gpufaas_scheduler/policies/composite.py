@@ -16,7 +16,8 @@ from gpufaas_scheduler import roles
 from gpufaas_scheduler.contract import Action, Choose, Evict, Limit, Load, Plan, Refusal, Reject, Release, Start, Why
 from gpufaas_scheduler.policies.planned import Planned
 from gpufaas_scheduler.policy_contract import Explaining, Following, Noting, Observing, SchedulingPolicy, Stateful
-from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
+from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.view_nouns import FunctionView
 
 
 class Composite:

@@ -7,7 +7,8 @@ from typing import Final
 
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_scheduler.contract import Reject
-from gpufaas_scheduler.view_contract import DeviceView, ResidentView, View, WaitingCall
+from gpufaas_scheduler.view_contract import ResidentView, View, WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView
 
 LONGEST_S: Final[Seconds] = 60.0
 """The longest time after which a caller is told to try again. A function that takes longer than its goal gets a call

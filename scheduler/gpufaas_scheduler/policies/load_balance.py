@@ -4,7 +4,8 @@ from typing import Final
 
 from gpufaas_scheduler.contract import Plan, Start, Why
 from gpufaas_scheduler.roles import Placement
-from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
+from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView
 
 _HEAD: Final = Why("it was the first call that the idle device had room for")
 

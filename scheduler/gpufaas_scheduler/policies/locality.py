@@ -17,7 +17,8 @@ from msgspec import Meta, Struct
 from gpufaas_scheduler.contract import NEVER, Assign, Plan, Start, Why, start_on
 from gpufaas_scheduler.policies.passes import Passes
 from gpufaas_scheduler.roles import PassesView, Placement
-from gpufaas_scheduler.view_contract import DeviceView, View, WaitingCall
+from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView
 
 _HIT: Final = Why("the first waiting call whose model the device held")
 _IDLE: Final = Why("another idle device held its model")

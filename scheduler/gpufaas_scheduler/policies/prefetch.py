@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpufaas_scheduler.contract import HOST, Load, Plan, Why
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, View, WaitingCall
+from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView, FunctionView
 
 LOOK: Final = 4
 """The number of functions without a copy that are examined."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from math import ceil, exp, inf, log1p, sqrt
 from typing import Final
 
-from gpufaas_core.model import Bytes, DeviceId, Function, NodeId, Profile, Seconds, ServiceEstimate, TimesDoc
-from gpufaas_scheduler.view_contract import DeviceView
+from gpufaas_core.explanation import ServiceEstimate
+from gpufaas_core.model import Bytes, DeviceId, Function, NodeId, Profile, Seconds, TimesDoc
+from gpufaas_scheduler.view_nouns import DeviceView
 from gpufaas_scheduler.world.batch_size import Room
 from gpufaas_scheduler.world.changes import Marked
 from gpufaas_scheduler.world.conditions import Condition, Conditions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufaas_core.model import ALL_COMPUTE, Function, Seconds
-from gpufaas_scheduler.view_contract import DeviceView
+from gpufaas_scheduler.view_nouns import DeviceView
 from gpufaas_scheduler.world.backoff import Backoff
 from gpufaas_scheduler.world.changes import Changes, function_key
 from gpufaas_scheduler.world.costs import Costed, CostsByKind

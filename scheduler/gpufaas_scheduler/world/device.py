@@ -42,7 +42,7 @@ class DeviceState(Marked):
         """Its node takes calls ahead, and can give them back."""
         self.part = (Part(device.id, 0),)
         self.copies: dict[FunctionId, CopyId] = {}
-        """See `view_contract.DeviceView`."""
+        """See `view_nouns.DeviceView`."""
         self.flows: dict[FunctionId, Flow[Call]] = {}
         """The waiting calls of the functions in `copies`."""
         self.residency: Residency[FunctionState] = Residency(device.memory, device.kind, device.compute)

@@ -11,7 +11,7 @@ from gpufaas_core.constraints import satisfied
 from gpufaas_core.model import Bytes, DeviceId, Function, Replica, Seconds
 from gpufaas_core.owners import PLAN
 from gpufaas_scheduler.fit import NO_COMPUTE, NO_PROFILE, NOT_ALLOWED, Reason
-from gpufaas_scheduler.view_contract import DeviceView
+from gpufaas_scheduler.view_nouns import DeviceView
 from gpufaas_scheduler.world.changes import Changes
 from gpufaas_scheduler.world.deployed import Revision
 from gpufaas_scheduler.world.queue import Flow

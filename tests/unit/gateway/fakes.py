@@ -19,17 +19,8 @@ from gpufaas_core.errors import (
     UnknownArtifact,
     UnknownName,
 )
-from gpufaas_core.model import (
-    CallId,
-    Device,
-    DeviceId,
-    DeviceStatus,
-    EngineStatus,
-    Explanation,
-    Function,
-    FunctionId,
-    Profile,
-)
+from gpufaas_core.explanation import Explanation
+from gpufaas_core.model import CallId, Device, DeviceId, DeviceStatus, EngineStatus, Function, FunctionId, Profile
 from gpufaas_core.units import Bytes, GiB
 from gpufaas_gateway.catalogue import ServedRevision
 from gpufaas_gateway.deploy import Deployer

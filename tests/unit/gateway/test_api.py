@@ -14,8 +14,9 @@ from tests.unit.gateway.fakes import idle
 from tests.waiting import LIMIT_S
 
 from gpufaas_core.errors import InvalidSpec, StorageFailed
+from gpufaas_core.explanation import Considered, Explanation
 from gpufaas_core.logs import Printed
-from gpufaas_core.model import CallId, Considered, EngineStatus, Explanation, FunctionId, Profile, ResidentStatus
+from gpufaas_core.model import CallId, EngineStatus, FunctionId, Profile, ResidentStatus
 from gpufaas_core.units import GiB, MiB
 
 # --- deploy, list, describe, remove ---

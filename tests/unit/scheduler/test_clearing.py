@@ -11,7 +11,8 @@ from tests.unit.scheduler.world import explanation
 from gpufaas_cache_manager.replacement import Lru
 from gpufaas_core import messages as m
 from gpufaas_core.constraints import parse_constraint
-from gpufaas_core.model import CallId, Device, DeviceId, Explanation, Function, FunctionId, Need, Profile
+from gpufaas_core.explanation import Explanation
+from gpufaas_core.model import CallId, Device, DeviceId, Function, FunctionId, Need, Profile
 from gpufaas_core.snapshot import DeviceSnapshot, ResidentSnapshot, RunningCall
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.policies import POLICIES, make_policy

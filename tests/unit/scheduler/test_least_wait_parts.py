@@ -8,7 +8,8 @@ from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.order import Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S, WAITING_WORTH
-from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
+from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.view_nouns import FunctionView
 
 
 class AsTold:

@@ -24,7 +24,7 @@ from gpufaas_core.model import (
 )
 from gpufaas_core.owners import CALLS, PLAN
 from gpufaas_scheduler import policies as c
-from gpufaas_scheduler.view_contract import FunctionView
+from gpufaas_scheduler.view_nouns import FunctionView
 
 AUTO, TOO = FunctionId("auto"), FunctionId("auto too")
 A, B = DeviceId("n1/a"), DeviceId("n1/b")

@@ -8,12 +8,12 @@ from tests.unit.scheduler.indexes import check_indexes
 
 from gpufaas_cache_manager.replacement import REPLACEMENTS
 from gpufaas_core import messages as m
+from gpufaas_core.explanation import Explanation
 from gpufaas_core.model import (
     CallId,
     Device,
     DeviceId,
     EngineStatus,
-    Explanation,
     Function,
     FunctionId,
     Need,

@@ -54,7 +54,8 @@ from gpufaas_scheduler.policies.least_wait.order import HIT, Order
 from gpufaas_scheduler.policies.least_wait.placement import Rooms
 from gpufaas_scheduler.policies.least_wait.tuning import DEFAULT_WAIT_BOUND_S
 from gpufaas_scheduler.roles import WaitsView
-from gpufaas_scheduler.view_contract import DeviceView, WaitingCall
+from gpufaas_scheduler.view_contract import WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView
 
 NAME: Final = "least-wait"
 _HELD: Final = Why("an idle device held the model, and its other models would be missed least")

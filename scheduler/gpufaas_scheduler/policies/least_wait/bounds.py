@@ -12,7 +12,7 @@ from typing import Final
 from gpufaas_core.model import FunctionId, Seconds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.roles import WaitsView
-from gpufaas_scheduler.view_contract import FiguresView, FunctionView
+from gpufaas_scheduler.view_nouns import FiguresView, FunctionView
 
 # How far the figures may move until all bounds are computed again: the further, the wider the bounds are.
 FADED: Final = 0.998

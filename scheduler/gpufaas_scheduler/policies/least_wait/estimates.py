@@ -15,7 +15,8 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
     SPREAD,
     WAITING_WORTH,
 )
-from gpufaas_scheduler.view_contract import FunctionView, View, WaitingCall
+from gpufaas_scheduler.view_contract import View, WaitingCall
+from gpufaas_scheduler.view_nouns import FunctionView
 
 
 class Estimates:

@@ -14,7 +14,7 @@ from gpufaas_scheduler.policies.least_wait.bounds import Bound, Bounds
 from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES
 from gpufaas_scheduler.roles import WaitsView
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView
+from gpufaas_scheduler.view_nouns import DeviceView, FunctionView
 
 
 class Floor:

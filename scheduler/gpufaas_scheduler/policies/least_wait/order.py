@@ -25,7 +25,8 @@ from gpufaas_scheduler.policies.least_wait.tuning import (
     RIVALS,
 )
 from gpufaas_scheduler.roles import WaitsView
-from gpufaas_scheduler.view_contract import DeviceView, WaitingCall
+from gpufaas_scheduler.view_contract import WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView
 
 HIT: Final = Why("the device was idle and held the model, and no call for a model on it had waited longer")
 

@@ -12,7 +12,8 @@ from gpufaas_scheduler.policies.least_wait.estimates import Estimates
 from gpufaas_scheduler.policies.least_wait.floor import Floor
 from gpufaas_scheduler.policies.least_wait.tuning import CANDIDATES, CROWDED, HOLDERS, HORIZON_S
 from gpufaas_scheduler.roles import WaitsView
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, WaitingCall
+from gpufaas_scheduler.view_contract import WaitingCall
+from gpufaas_scheduler.view_nouns import DeviceView, FunctionView
 
 
 class Room(Struct, frozen=True):

@@ -21,7 +21,8 @@ import msgspec
 from gpufaas_core.model import DeviceId, FunctionId, Part, PlacementPlan, Replica, name_of
 from gpufaas_scheduler.contract import Action, Assign, Evict, Limit, Load, Plan, Refusal, Start, Wake, Why
 from gpufaas_scheduler.policy_contract import FINISH, FLEET, LOADED, PLAN, WAKE
-from gpufaas_scheduler.view_contract import DeviceView, FunctionView, ResidentView, View
+from gpufaas_scheduler.view_contract import ResidentView, View
+from gpufaas_scheduler.view_nouns import DeviceView, FunctionView
 
 MOST: Final = 64
 """The most loads that are refused in one run, and the most limits: the others come first in the next one."""
