@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,8 +49,11 @@ from gpufaas_gateway.node_api import ClusterNodes, node_routes
 from gpufaas_gateway.placement import read_profiles
 from gpufaas_gateway.platform_api import prune_routes
 from gpufaas_gateway.ports import Artifacts, LogReader, NodePort, PlacementPort, Scheduler, SecretStore, Store, Workers
+from gpufaas_gateway.profile_api import profile_routes
+from gpufaas_gateway.profiling import Profiling
 from gpufaas_gateway.spec import Defaults
 from gpufaas_planner.plans import Plans, PlanStore
+from gpufaas_scheduler.plans.placement import kernels
 
 
 class PlacingScheduler(Scheduler, PlacementPort, Protocol):
@@ -127,10 +131,12 @@ class Front:
         self.keeper = Keeper(parts.store, self.catalogue)
         self.plans = Plans(parts.plan_store, self._placeable, parts.workers.devices, parts.tell_plan)
         self.deployer.plan = self.plans.in_force
-        calls = Calls(
-            self.catalogue, parts.scheduler, parts.node, parts.spool, served_by=product, call_suffix=parts.call_suffix,
-            here=parts.here,
+        calls_of = partial(
+            Calls, scheduler=parts.scheduler, node=parts.node, spool=parts.spool, served_by=product,
+            call_suffix=parts.call_suffix, here=parts.here,
         )  # fmt: skip
+        calls = calls_of(self.catalogue)
+        self.profiling = Profiling(parts.store, parts.workers, parts.scheduler, calls_of, kernels.wsm)
         websocket_calls = WebSocketCalls(calls.run, self.catalogue)
         self.deployer.handovers.on_replaced = websocket_calls.close_old
         self.callbacks = HttpCallbacks(product, allow_local=options.allow_local_callbacks, gateway=options.url)
@@ -178,6 +184,7 @@ class Front:
         if parts.stays is not None:
             app.include_router(cost_routes(parts.stays))
         app.include_router(plan_routes(self.catalogue, self.plans, parts.scheduler.status, parts.planner))
+        app.include_router(profile_routes(self.catalogue, self.profiling))
         if parts.prune is not None:
             app.include_router(prune_routes(self.catalogue, parts.prune))
         return CleanPaths(app if parts.credentials is None else Guard(app, parts.credentials))

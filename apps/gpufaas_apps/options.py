@@ -96,6 +96,8 @@ class ServeOptions(FrontOptions, DeviceOptions, PolicyOptions):
 
     history_size: Bytes = 10 * GiB
     """What bundles, parts and weights that only earlier revisions name may take on the disk, in bytes."""
+    profile_idle: bool = False
+    """Profiles are taken unasked, on devices that are idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,8 @@ class ServeApp:
         await self._front.deployer.load()
         self._front.async_calls.begin()
         # Only what is loaded is known to be used, and can be planned.
-        await first_of(self._collect(), self._planner.run())
+        idle = [self._front.profiling.run_idle(self._front.catalogue)] if self._options.profile_idle else []
+        await first_of(self._collect(), self._planner.run(), *idle)
 
     async def _collect(self) -> None:
         """Remove artifacts that no function uses any more, at the start and every hour."""

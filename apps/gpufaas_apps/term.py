@@ -21,9 +21,10 @@ from gpufaas_cluster.scheduler_server import SchedulerServer
 from gpufaas_core import compiled
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import StorageFailed
-from gpufaas_core.model import Function, FunctionId, NodeId, Seconds
+from gpufaas_core.model import Function, FunctionId, NodeId, Profile, Seconds
 from gpufaas_core.plans import Snapshot
 from gpufaas_core.scaling import ScalingRule, read_scaling_rule
+from gpufaas_core.taken import joined
 from gpufaas_planner.plans import Plans
 from gpufaas_planner.shell import PlannerShell
 from gpufaas_scheduler.journal import Header, Journal
@@ -180,9 +181,10 @@ class Term:
     async def _deploy(self, function: Function, worker: WorkerSpec, succeeds: FunctionId | None = None) -> None:
         if function.id in self._leader.deployed.workers:
             return
-        profiles = {}
+        profiles: dict[str, Profile] = {}
         try:
-            profiles = await self._deployed.profiles(worker.profiled)
+            learnt, taken = [await self._deployed.profiles(each) for each in (worker.profiled, worker.taken_as)]
+            profiles = joined(learnt, taken)
         except StorageFailed as exc:
             log.warning("profiles.not_read, are learnt again: %s", exc)
         function = replace(function, profiles={**function.profiles, **profiles})

@@ -178,6 +178,11 @@ def check_name(name: str) -> None:
         )
 
 
+def _of_its_handler(path: Path, folder: bool = False) -> bool:
+    """Leave out of a template what is of its own handler only: a sample input."""
+    return path.name == "sample.json" or is_cache(path, folder)
+
+
 @dataclass(frozen=True)
 class _Build:
     """A request whose sources were found and checked."""
@@ -226,7 +231,7 @@ class _Build:
             others = (each for each in template.path.iterdir() if each.name not in {*_NOT_PACKED, SITE_DIR, function})
             sources += [(each.name, each, is_cache) for each in others if not is_cache(each)]
         if template.skeleton.exists():
-            sources.append((function, template.skeleton, is_cache))
+            sources.append((function, template.skeleton, _of_its_handler))
         sources.append((function, self.handler, Ignored(self.handler, NOT_HANDLER)))
         for source, place in self.request.copies:
             sources.append((f"{function}/{place.as_posix()}", source, Ignored(source)))

@@ -68,6 +68,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "replay": "Send a workload to a running platform, and report what simulate reports.",
     "what-if": "Ask a recorded journal what other devices or policies would have made of it.",
     "plan": "Say which copies of functions there should be, and where; live.",
+    "profile": "Measure what batches of a function take on a device.",
     "solve": "Solve a problem in a file: hardware, variants, partitions, placement.",
     "completion": "Write a completion script for your shell.",
     "version": "Show the version of this CLI and of the gateway.",

@@ -353,6 +353,38 @@ def drain_node(at: Gateway, name: str, drain: bool = True) -> Steps[None]:
     yield from at.ask(ApiRequest("POST" if drain else "DELETE", f"/system/nodes/{_quoted(name)}/drain"), Refused)
 
 
+# --- profiles ---
+
+
+def take_profile(
+    at: Gateway, /, name: str, namespace: str | None = None, *, body: bytes = b"", content_type: str = "", **how: object
+) -> Steps[dict[str, Any]]:
+    """
+    Measure batches of a function on a device, and return what was measured (docs/openfaas.md has the fields).
+
+    :param body: the input; empty: the sample of its bundle
+    :param how: ``device``, ``batches`` (``1,2,4``), ``together``, ``quick``; without one, as the platform chooses
+    :raises Refused: it cannot be measured, or did not run; then nothing is kept
+    """
+    params = given(namespace=namespace, **{key: str(value) for key, value in how.items() if value})
+    headers = [("Content-Type", content_type)] if content_type else []
+    path = f"/system/profile/{_quoted(name)}"
+    return at.json(ApiRequest("POST", path, params, headers, content=body, timeout_s=ENDLESS), UnknownFunction)
+
+
+def profiles(at: Gateway, name: str, namespace: str | None = None) -> Steps[dict[str, Any]]:
+    """Return what was taken of a function, by kind of device. :raises Refused: nothing was"""
+    return at.object(f"/system/profile/{_quoted(name)}", Refused, namespace=namespace)
+
+
+def put_profiles(
+    at: Gateway, name: str, content: Mapping[str, object], namespace: str | None = None
+) -> Steps[dict[str, Any]]:
+    """Take over *content*, which `profiles` returned elsewhere. :raises Refused: it cannot be"""
+    path = f"/system/profile/{_quoted(name)}"
+    return at.json(ApiRequest("PUT", path, given(namespace=namespace), json=content), UnknownFunction)
+
+
 # --- secrets and namespaces ---
 
 

@@ -154,7 +154,10 @@ class CallCounts(Message, frozen=True, array_like=True, tag=40):
 
 
 class Query(Message, frozen=True, array_like=True, tag=41):
-    """Answered by the `QueryReply` of the same number. `what`: ``explain``, ``drain``, ``undrain`` or ``planner``."""
+    """
+    Answered by the `QueryReply` of the same number. `what`: ``explain``, ``drain``, ``undrain``, ``planner``; or
+    ``probe``, ``end_probe``, ``profiled``.
+    """
 
     number: int
     what: str

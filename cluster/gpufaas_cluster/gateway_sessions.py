@@ -17,9 +17,10 @@ from gpufaas_cluster.connection import Link
 from gpufaas_cluster.deployed import KnownRevisions
 from gpufaas_cluster.error_codes import told
 from gpufaas_cluster.node_sessions import NodeSessions
+from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GpufaasError
-from gpufaas_core.messages import Arrived, Finished, Grant, NodeRefused, Serving
-from gpufaas_core.model import Asked, CallId, DeviceId, NodeId, Seconds, gateway_of
+from gpufaas_core.messages import Arrived, Finished, Grant, NodeRefused, Profiled, Serving
+from gpufaas_core.model import Asked, CallId, DeviceId, Function, FunctionId, NodeId, Seconds, gateway_of
 from gpufaas_scheduler.service import SchedulerService
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ class GatewaySession:
         self.gone: asyncio.TimerHandle | None = None
         self.unreached: frozenset[NodeId] = frozenset()
         """The nodes that it does not reach."""
+        self.probes: set[FunctionId] = set()
+        """See `ports.Scheduler.begin_probe`; they end with the link."""
 
     def answer(self, call: CallId, answer: Grant | GpufaasError) -> None:
         if self.calls and call in self.calls:
@@ -85,6 +88,7 @@ class GatewaySessions:
                 before.gone.cancel()
             before.link.on_lost = lambda _: None
             before.link.close("it connected again")
+            self._end_probes(before)
             gateway.counted = before.counted
         self.by_name[name] = gateway
         link.on_lost = lambda why: self._lost(gateway, why)
@@ -126,7 +130,7 @@ class GatewaySessions:
             self.look_at_reach()
         elif isinstance(message, control.Query):
             if message.what != "planner" or self.planner is None:
-                gateway.link.send(self._reply(message))
+                gateway.link.send(self._reply(gateway, message))
                 return
             number = message.number
             self.planner(message.value).add_done_callback(
@@ -188,8 +192,20 @@ class GatewaySessions:
         if not self._service.engine.knows(call):
             gateway.link.send(control.CallUnknown(call))
 
-    def _reply(self, query: control.Query) -> control.QueryReply:
+    def _reply(self, gateway: GatewaySession, query: control.Query) -> control.QueryReply:
         number = query.number
+        if query.what == "profiled":
+            self._service.handle(msgspec.json.decode(query.value, type=Profiled))
+            return control.QueryReply(number)
+        if query.what == "probe":
+            function, worker = msgspec.json.decode(query.value, type=tuple[Function, WorkerSpec])
+            gateway.probes.add(function.id)
+            self._deployed.deploy(function, worker)
+            return control.QueryReply(number)
+        if query.what == "end_probe":
+            gateway.probes.discard(FunctionId(query.value))
+            self._deployed.remove(FunctionId(query.value), drain=False)
+            return control.QueryReply(number)
         if query.what == "explain":
             found = self._service.engine.explain(CallId(query.value), self._service.driver.now())
             return control.QueryReply(number, msgspec.json.encode(found))
@@ -202,8 +218,13 @@ class GatewaySessions:
         self._nodes.drain(node.id, query.what == "drain")
         return control.QueryReply(number, msgspec.json.encode(node.view()))
 
+    def _end_probes(self, gateway: GatewaySession) -> None:
+        while gateway.probes:
+            self._deployed.remove(gateway.probes.pop(), drain=False)
+
     def _lost(self, gateway: GatewaySession, why: str) -> None:
         log.warning("gateway.lost id=%s reason=%s", gateway.name, why)
+        self._end_probes(gateway)
         self.look_at_reach()
         gateway.gone = self._loop.call_later(GRACE_S, self._forget, gateway)
 

@@ -20,7 +20,8 @@ from gpufaas_cluster.remote_placement import NO_LEADER_S, RemotePlacement
 from gpufaas_core.bundle import WorkerSpec
 from gpufaas_core.errors import GrantRefused, InvalidSpec
 from gpufaas_core.explanation import Explanation
-from gpufaas_core.model import CallId, EngineStatus, Function, FunctionId, NodeId, NodeView, Seconds
+from gpufaas_core.messages import Profiled
+from gpufaas_core.model import CallId, EngineStatus, Function, FunctionId, NodeId, NodeView, Seconds, Taken
 
 _PLAN_S: Final[Seconds] = 120.0
 """A plan takes no longer: that of now, and the next one (`shell.SOLVE_LIMIT_S`)."""
@@ -59,6 +60,17 @@ class RemoteScheduler(RemotePlacement):
     def remove(self, function: FunctionId, drain: bool) -> None:  # noqa: ARG002 - the port's
         """See `deploy`."""
         self._digests.pop(function, None)
+
+    async def probe(self, function: Function, worker: WorkerSpec) -> None:
+        await self.ask("probe", msgspec.json.encode((function, worker)).decode())
+        self.deploy(function, worker)
+
+    def end_probe(self, function: FunctionId) -> None:
+        self.remove(function, drain=False)
+        self._send(control.Query(0, "end_probe", function))
+
+    def profiled(self, function: FunctionId, kind: str, taken: Taken) -> None:
+        self._send(control.Query(0, "profiled", msgspec.json.encode(Profiled(function, kind, taken)).decode()))
 
     def scale(self, function: FunctionId, copies: int) -> None:
         if self._link is None:

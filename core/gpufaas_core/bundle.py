@@ -172,3 +172,10 @@ class WorkerSpec(Struct, frozen=True):
             return self.digest
         differs = [sorted(env.items()), [] if usual else [need.sharing, need.compute, need.slots]]
         return f"{self.digest}+{sha256(json.encode(differs)).hexdigest()[:12]}"
+
+    @property
+    def taken_as(self) -> str:
+        """Under which name a profile of it is kept that was taken: an edit that leaves weights and need finds it."""
+        env = {name: value for name, value in self.env.items() if name not in _NAMES}
+        weights = sorted(each.sha256 for each in self.weights) or [self.digest]
+        return f"taken+{sha256(json.encode([weights, self.need, sorted(env.items())])).hexdigest()[:32]}"

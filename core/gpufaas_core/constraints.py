@@ -61,10 +61,15 @@ CORES: Final = "device.cores"
 PRODUCT: Final = "nvidia.com/gpu.product"
 """``NVIDIA-H200``, as NVIDIA's feature discovery for Kubernetes names it."""
 
+TORCH: Final = "torch.version"
+DRIVER: Final = "driver.version"
+"""The versions that times depend on: of torch, and of a GPU's driver."""
+
 PLATFORM_LABELS: Final = frozenset(
     (
-        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, COMPUTE, CORES, ISOLATION, ISOLATED_BY, "node.hostname",
-        "kubernetes.io/hostname", "node.platform.os", "kubernetes.io/os", "node.platform.arch", "kubernetes.io/arch",
+        GPU, KIND, DEVICE, NODE, PRODUCT, MEMORY, COMPUTE, CORES, TORCH, DRIVER, ISOLATION, ISOLATED_BY,
+        "node.hostname", "kubernetes.io/hostname", "node.platform.os", "kubernetes.io/os", "node.platform.arch",
+        "kubernetes.io/arch",
     )
 )  # fmt: skip
 """The labels that every node sets itself; operators set all others."""

@@ -30,6 +30,7 @@ from gpufaas_core.model import (
     OrderId,
     Part,
     PlacementPlan,
+    Taken,
 )
 from gpufaas_core.snapshot import DeviceDoc, DeviceSnapshot, EngineDoc, FunctionDoc, StagedWeights
 
@@ -296,6 +297,14 @@ class Planned(Struct, frozen=True, tag=True):
     plan: PlacementPlan
 
 
+class Profiled(Struct, frozen=True, tag=True):
+    """A profile of the function was taken on a device of this kind."""
+
+    function: FunctionId
+    kind: str
+    taken: Taken
+
+
 class Offered(Struct, frozen=True, tag=True):
     """These kinds of nodes can be procured from now on, in place of those that were offered before."""
 
@@ -335,7 +344,7 @@ class Serving(Struct, frozen=True, tag=True):
 Event = (
     DeviceJoined | DeviceLeft | DeviceDrained | FunctionDeployed | FunctionRemoved | Scaled | Arrived | CallerLeft
     | Loaded | CopyFailed | Finished | Measured | Resized | ShareKept | WorkerExited | CopySilent | NodeRefused | Staged
-    | Unstaged | Parked | Unparked | Woken | Planned | Offered | OrderFailed | Restored | Serving
+    | Unstaged | Parked | Unparked | Woken | Planned | Profiled | Offered | OrderFailed | Restored | Serving
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The nouns of the engine: devices, functions as the scheduler sees them, profiles, and status for people."""
 
-from typing import Final, NewType, TypeAlias
+from typing import Annotated, Final, NewType, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from gpufaas_core._types import Bytes as Bytes
 from gpufaas_core._types import Seconds as Seconds
@@ -141,6 +141,41 @@ class RatioDoc(Struct, frozen=True):
     """The number of grants seen."""
 
 
+_Measured = Annotated[Seconds, Meta(ge=0.0, le=1e6)]
+_Size = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class TakenBatch(Struct, frozen=True, omit_defaults=True):
+    """What was measured of batches of one size, with all of the compute of the device."""
+
+    p50_s: _Measured
+    p95_s: _Measured
+    timed: _Size
+    """The number of batches that were timed."""
+    uses: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    """How much of the compute of the device a batch uses, in per cent; None: not measured."""
+
+
+class Taken(Struct, frozen=True, omit_defaults=True):
+    """A profile that was taken: measured on purpose, and not learnt from calls (docs/adr/0072)."""
+
+    revision: str
+    """Of the function that it was taken of."""
+    at: Seconds
+    """When it was, as Unix time."""
+    load_s: _Measured
+    memory: Annotated[Bytes, Meta(ge=0, lt=1 << 60)]
+    """The reservation that follows from the measured peak."""
+    batches: dict[_Size, TakenBatch]
+    """Alone, by the calls of a batch."""
+    together: dict[_Size, TakenBatch] = {}
+    """The same where `at_once` of them ran beside each other on one copy."""
+    at_once: _Size = 1
+    torch: str = ""
+    """The version of torch that the device says; empty: none. `driver` likewise."""
+    driver: str = ""
+
+
 class Profile(Struct, frozen=True):
     """What a function costs on one kind of device: typical times to load and to serve, and peak memory."""
 
@@ -160,6 +195,8 @@ class Profile(Struct, frozen=True):
     """Load times from other tiers than ``disk``, by tier (`messages.Loaded.tier`)."""
     read_s: Seconds = 0.0
     """The part of `load_s` in which weights are read; 0.0: not known."""
+    taken: Taken | None = None
+    """What was measured on purpose; None: nothing was."""
 
 
 class Learnt(Struct, frozen=True):

@@ -45,6 +45,8 @@ class EmulatedHandler:
         self._clocks: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         for each in clocks:
             self._clocks.put(each)
+        self.used = 0
+        """Per cent of the device's compute that the calls used which ended last."""
 
     def load(self, device: str) -> None:  # noqa: ARG002 - as authors write it
         """:raises MemoryError: the reservation is too small; after as much of the load as has room in it"""
@@ -70,10 +72,11 @@ class EmulatedHandler:
         clock = self._clocks.get()
         try:
             clock.sendall(ASK.pack(time.monotonic(), calls))
-            if not clock.recv(1):
+            if not (used := clock.recv(1)):
                 raise ConnectionAbortedError(f"emulated device {self._about.device} is gone")
         finally:
             self._clocks.put(clock)
+        self.used = used[0]
         body = {"emulated": True, "function": self._function, "device": self._about.device, "kind": self._about.kind}
         answer = {"statusCode": 200, "headers": {"content-type": "application/json"}, "body": json.dumps(body)}
         return [answer] * calls

@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufaas_core.model import Seconds
+from gpufaas_core.taken import VARIABLE
 from gpufaas_core.wire.heads import WARM, FailedHead, Imported, ReadyHead
 from gpufaas_core.wire.kinds import Kind
 from gpufaas_core.wire.prefix import encode_frame
@@ -154,6 +155,10 @@ def _load(
     imported = imports.told(sum(spent().values()))
     warmed = _warm_up(handler, model, memory) if start.warm else []
     handle, together = _with_model(handler, model)
+    if VARIABLE in start.env:
+        from gpufaas_functions.metered import metered  # only where a profile is taken
+
+        handle = metered(handle, together, memory, start.bundle, handler)
     parking = ModelParking(handler, model, start.device, memory) if start.parks else None
     served = Served(start.function, start.device, handle, memory, together if start.batch > 1 else None, parking)
     return served, _phases(loaded_s) + warmed, imported

@@ -23,6 +23,7 @@ from gpufaas_core.errors import FunctionExists, GpufaasError, InvalidSpec, Stora
 from gpufaas_core.model import Function, Need
 from gpufaas_core.owners import PLAN
 from gpufaas_core.plans import PlanVersion
+from gpufaas_core.taken import joined
 from gpufaas_core.units import Bytes
 from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.errors import KeptByPlan, Overtaken, Unavailable
@@ -342,7 +343,8 @@ class Deployer:
         spec = replace(worker_spec(record, options, manifest.kind, need, memory), weights=manifest.weights)
         if spec != asked:
             await self._workers.define(spec)
-        learnt = await asyncio.to_thread(self._store.profiles, spec.profiled)
+        learnt, taken = [await asyncio.to_thread(self._store.profiles, each) for each in (spec.profiled, spec.taken_as)]
+        learnt = joined(learnt, taken)
         if sizes is not None:
             # The use of a container is not measured: the reservation is what it declares, or its limit.
             learnt = {kind: replace(each, occupation=sizes.get(kind, memory)) for kind, each in learnt.items()}

@@ -13,7 +13,7 @@ from gpufaas_core.errors import GpufaasError
 from gpufaas_core.explanation import Explanation
 from gpufaas_core.logs import LogLine, LogQuery
 from gpufaas_core.messages import Grant, Outer
-from gpufaas_core.model import Asked, CallId, Device, EngineStatus, Function, FunctionId, Profile, Seconds
+from gpufaas_core.model import Asked, CallId, Device, EngineStatus, Function, FunctionId, Profile, Seconds, Taken
 from gpufaas_core.wire.heads import AnswerHead, CallHead, EndHead
 from gpufaas_gateway.history import Revision
 from gpufaas_gateway.spec import FunctionRecord, Namespace, Quota
@@ -177,6 +177,19 @@ class Scheduler(Protocol):
 
     def scale(self, function: FunctionId, copies: int) -> None:
         """Set the desired copies of a deployed function, within its bounds. 0 evicts idle copies."""
+
+    async def probe(self, function: Function, worker: WorkerSpec) -> None:
+        """
+        Add a revision that is in no store. It ends with `end_probe`, and with the gateway.
+
+        :raises GrantRefused: no scheduler leads
+        """
+
+    def end_probe(self, function: FunctionId) -> None:
+        """Remove it, and what it still has. Does nothing if it is not there."""
+
+    def profiled(self, function: FunctionId, kind: str, taken: Taken) -> None:
+        """A profile of a function was taken on a device of this kind, and is stored."""
 
     def status(self) -> EngineStatus: ...
 

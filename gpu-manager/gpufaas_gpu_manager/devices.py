@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from gpufaas_core.constraints import (
     COMPUTE,
     CORES,
     DEVICE,
+    DRIVER,
     EMULATED,
     ENFORCED_BY,
     GPU,
@@ -30,6 +32,7 @@ from gpufaas_core.constraints import (
     PRODUCT,
     RLIMIT,
     TIME_SLICING,
+    TORCH,
     label_value,
     parse_label,
 )
@@ -179,7 +182,9 @@ class CudaDevice(NodeDevice):
         spare = _CUDA_SPARE + self.contexts * standby * _STANDBY_CONTEXT
         self.device = Device(device, name, memory or max(total - spare, 0), every)
         self._nodes = nvml.nodes(index)
-        self.compiles_for = re.sub(r"[^\w.-]+", "-", f"{name}-driver-{nvml.driver()}")
+        if driver := label_value(nvml.driver()):
+            every[DRIVER] = driver
+        self.compiles_for = re.sub(r"[^\w.-]+", "-", f"{name}-driver-{driver}")
         self.env = {"CUDA_VISIBLE_DEVICES": self.uuid, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
     @property
@@ -242,6 +247,7 @@ def _labels(node: NodeId, device: DeviceId, kind: str) -> dict[str, str]:
         "kubernetes.io/os": "linux",
         "node.platform.arch": machine,
         "kubernetes.io/arch": _GO_ARCH.get(machine, machine),
+        TORCH: label_value(version("torch")),
     }
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Final
 
 from msgspec import Struct
 
@@ -24,8 +23,6 @@ from gpufaas_functions.emulated import ASK, Emulated
 
 Costs = Mapping[str, Mapping[str, Cost]]
 """By function, then by kind of device; `ANY` for kinds without an entry."""
-
-_DONE: Final = b"."
 
 
 class _EmulatedGrant(Struct, eq=False):
@@ -170,7 +167,7 @@ class Emulation:
         while self.running and (first := min(self.running, key=lambda each: each.end)).end <= now:
             del self.running[first]
             with suppress(OSError):  # its worker has just ended
-                first.clock.send(_DONE)
+                first.clock.send(bytes((min(first.uses, ALL_COMPUTE),)))
             self._pace(max(self._now, first.end))
         if self.running:
             self._pace(self._now)

@@ -24,6 +24,7 @@ from gpufaas_core.model import (
     name_of,
 )
 from gpufaas_core.plans import Snapshot
+from gpufaas_core.taken import why_stale
 from gpufaas_scheduler import contract
 from gpufaas_scheduler.check import Holding
 from gpufaas_scheduler.fit import Reason
@@ -230,6 +231,9 @@ def snapshot(world: World, now: Seconds, profiled: bool) -> Snapshot:
         if owner.removed or owner in succeeded:
             continue
         learnt = {kind: costs.profile() for kind in kinds if (costs := owner.costs[kind]) is not None}
+        for kind, each in learnt.items():
+            if each.taken is not None and why_stale(each.taken, [one for one in devices if one.kind == kind]):
+                learnt[kind] = replace(each, taken=None)
         declared = owner.declared
         functions.append(replace(declared, profiles={**declared.profiles, **learnt}) if learnt else declared)
     return Snapshot(tuple(functions), devices, rates)

@@ -24,6 +24,7 @@ from gpufaas_core.model import (
     FunctionId,
     OrderId,
     Seconds,
+    Taken,
     gateway_of,
     node_of,
 )
@@ -176,6 +177,15 @@ class SchedulerService:
 
     def remove(self, function: FunctionId, drain: bool) -> None:
         self.handle(m.FunctionRemoved(function, drain))
+
+    async def probe(self, function: Function, worker: WorkerSpec) -> None:
+        self.deploy(function, worker)
+
+    def end_probe(self, function: FunctionId) -> None:
+        self.remove(function, drain=False)
+
+    def profiled(self, function: FunctionId, kind: str, taken: Taken) -> None:
+        self.handle(m.Profiled(function, kind, taken))
 
     def scale(self, function: FunctionId, copies: int, hold_s: Seconds = HELD_S) -> None:
         """Let *function* have so many copies, within its bounds; see `Scaled`. An unknown function is ignored."""

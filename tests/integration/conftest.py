@@ -138,6 +138,8 @@ class FunctionBuilds:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._built: dict[tuple[str, str, str, str], Built] = {}
+        self.samples: dict[str, str] = {}
+        """What is beside the handler as ``sample.json``, by function."""
         self.whose = ""
         """The test that builds. Reservations and times are learnt by bundle: what one test taught is not for others."""
 
@@ -147,6 +149,8 @@ class FunctionBuilds:
             self._home.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix="source-", dir=self._home))
             (folder / "handler.py").write_text(f"{textwrap.dedent(source)}\n# {self.whose}\n")
+            if name in self.samples:
+                (folder / "sample.json").write_text(self.samples[name])
             request = BuildRequest(name=name, lang=lang, handler=folder, build_root=self._home / "build")
             self._built[key] = build(request)
         return self._built[key]

@@ -30,6 +30,7 @@ from gpufaas_cli.cluster_flags import (
 @device_options
 @policy_options
 @history_option
+@declare.option("--profile-idle", is_flag=True, says="Take profiles of models unasked, on devices that are idle.")
 @workers_option("1: more processes that take calls are for gpufaas gateway, in a cluster.")
 def serve(**given: Any) -> None:
     """

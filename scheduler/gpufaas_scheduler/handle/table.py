@@ -43,6 +43,7 @@ HANDLERS: Final[dict[type[m.Event], Handler]] = {
     m.FunctionRemoved: fleet.function_removed,
     m.Scaled: copies.scaled,
     m.Planned: agenda.planned,
+    m.Profiled: workers.profiled,
     m.Offered: agenda.offered,
     m.OrderFailed: agenda.order_failed,
     m.Restored: _restored,

@@ -254,6 +254,16 @@ def share_kept(world: World, event: m.ShareKept) -> None:
     world.freed = True
 
 
+def profiled(world: World, event: m.Profiled) -> None:
+    owner = world.functions.get(event.function)
+    costs = None if owner is None else owner.costs[event.kind]
+    if owner is None or costs is None:
+        world.ignored["Profiled"] += 1
+        return
+    costs.take(event.taken)
+    _profile_changed(world, owner, event.kind)
+
+
 def _profile_changed(world: World, owner: FunctionState, kind: str) -> None:
     world.resize(owner)
     world.learnt[(owner.id, kind)] = None

@@ -7,7 +7,8 @@ from math import ceil, exp, inf, log1p, sqrt
 from typing import Final
 
 from gpufaas_core.explanation import ServiceEstimate
-from gpufaas_core.model import Bytes, DeviceId, Function, NodeId, Profile, Seconds, TimesDoc
+from gpufaas_core.model import Bytes, DeviceId, Function, NodeId, Profile, Seconds, Taken, TimesDoc
+from gpufaas_core.taken import profile_of
 from gpufaas_scheduler.view_nouns import DeviceView
 from gpufaas_scheduler.world.batch_size import Room
 from gpufaas_scheduler.world.changes import Marked
@@ -40,7 +41,7 @@ class Costs:
     __slots__ = (
         "batch", "conditions", "disk_s", "floor", "host_s", "least", "load_s", "loaded", "loads", "measured", "noted",
         "occupation", "parked", "parked_bytes", "parked_s", "read_s", "room", "served", "service_s", "size", "sized",
-        "sizes", "staged", "times",
+        "sizes", "staged", "taken", "times",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, floor: Bytes = 0, staged: bool = False, parked: bool = False) -> None:
@@ -79,6 +80,7 @@ class Costs:
         self.restore_times(profile.times)
         self.conditions = Conditions(profile.ratios)
         """Service times of grants that do not run alone."""
+        self.taken = profile.taken
         self.batch = 1.0
         """See `batch_size`."""
         self.room: Room | None = None
@@ -185,6 +187,14 @@ class Costs:
         self.size = max(self.size, occupation)
         self.occupation = max(self.size, self.least, self.floor)
 
+    def take(self, taken: Taken) -> None:
+        """Expect what was measured on purpose, where calls have taught nothing yet."""
+        profile = profile_of(taken, self.profile() if self.measured else None)
+        self.taken, self.conditions, self.measured = taken, Conditions(profile.ratios), True
+        self.disk_s, self.service_s, self.size = profile.load_s, profile.service_s, profile.occupation
+        self.occupation = max(self.size, self.least, self.floor)
+        self.expect()
+
     def profile(self) -> Profile:
         """Return it without the declared memory, which belongs to the deployment, not to the bundle."""
         occupation = max(self.size, self.least)
@@ -192,7 +202,7 @@ class Costs:
         estimated = tuple(name for name, measured in known if self.measured and not measured)
         return Profile(
             self.disk_s, self.service_s, occupation, self.measured, self.times_doc(), estimated,
-            self.conditions.docs(), dict(self.loads), self.read_s,
+            self.conditions.docs(), dict(self.loads), self.read_s, self.taken,
         )  # fmt: skip
 
 

@@ -564,7 +564,7 @@ def test_the_requirements_of_the_template_are_not_the_functions(project: Project
 def test_a_new_function_builds_as_it_is(tmp_path: Path, lang: str) -> None:
     written = new_function("mine", lang, tmp_path, ())
 
-    assert [path.name for path in written] == ["handler.py", "handler_test.py", "requirements.txt"]
+    assert [path.name for path in written] == ["handler.py", "handler_test.py", "requirements.txt", "sample.json"]
     built = build(BuildRequest("mine", lang, Path("mine"), root=tmp_path, build_root=tmp_path / "build"))
     assert json.loads(content_of(built)["gpufaas.json"])["template"] == lang
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpufaas_core.taken import Measured
 from gpufaas_scheduler.plans.placement.kernels import (
     H200,
     V100,
@@ -12,6 +13,7 @@ from gpufaas_scheduler.plans.placement.kernels import (
     highest,
     mean,
     share,
+    wsm,
 )
 
 KIB = 1024
@@ -51,3 +53,12 @@ def test_kernels_that_overlap_add_up_and_gaps_count_as_nothing() -> None:
     assert highest(runs) == 90
     assert mean(runs) == (60 + 90 + 30 + 0 * 2 + 10 * 5) / 10
     assert (highest([]), mean([])) == (0, 0)
+
+
+def test_wsm_of_a_traced_batch_weighs_kernels_by_their_time() -> None:
+    """One kernel fills 40 of 80 multiprocessors for 1 s, another one all of them for 3 s; a gap of 1 s counts as 0."""
+    kernels = ((0.0, 1.0, 40, 1024, 64, 0), (2.0, 5.0, 500, 1024, 64, 0))
+    measured = Measured(5.0, 0.1, 1, kernels=kernels, gpu=(80, 96 * 1024, 1024))
+
+    assert wsm(measured) == pytest.approx((50 + 3 * 100) / 5)
+    assert wsm(Measured(1.0, 1.0, 1)) == 0.0

@@ -377,3 +377,20 @@ def test_a_missing_profile_is_named() -> None:
     )
 
     assert answer.unserved == {"m": "no batch has latency_s, goodput, memory_pct and wsm"}
+
+
+def test_what_a_batch_uses_stands_in_for_a_measure_that_it_lacks_and_the_answer_says_so() -> None:
+    batch = {"latency_s": 0.01, "goodput": 100.0, "memory_pct": 5.0}
+    asked = Problem(
+        devices=(Device(id="g0", kind="v100"),),
+        models={
+            "used": Model(rps=10, slo_ms=200, profile={"1": {**batch, "uses": 40.0}}),
+            "bare": Model(rps=10, slo_ms=200, profile={"1": batch}),
+        },
+    )
+
+    found = programmes.solve(asked, "wsm")
+
+    assert [each.model for each in found.replicas] == ["used"]
+    assert "no batch has" in found.unserved["bare"]
+    assert "`uses` stands in for the measures of compute that the profiles of these lack: used" in found.notes

@@ -1,10 +1,13 @@
 """What plans are made from, as the engine knows it."""
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.scheduler.world import World
 
 from gpufaas_core import messages as m
-from gpufaas_core.model import Device, DeviceId, FunctionId
+from gpufaas_core.constraints import TORCH
+from gpufaas_core.model import Device, DeviceId, FunctionId, Taken, TakenBatch
+from gpufaas_core.snapshot import DeviceSnapshot
 
 
 def test_a_snapshot_has_what_can_be_planned() -> None:
@@ -47,3 +50,31 @@ def test_a_rate_fades_when_calls_end() -> None:
 
     assert now == pytest.approx(10, rel=0.02)
     assert later < 0.1
+
+
+def test_a_profile_that_was_taken_is_in_the_snapshot_unless_it_is_stale() -> None:
+    taken = Taken("1", 0.0, 3.0, 40, {1: TakenBatch(0.5, 0.5, 20, 60.0), 2: TakenBatch(0.75, 0.8, 20)}, torch="2.10")
+    world = World(learn=True).set_up("f g", "b")
+    world.tell(m.DeviceJoined(Device(DeviceId("a"), "gpu", 100, {TORCH: "2.10"}), DeviceSnapshot(DeviceId("a"))))
+    for function, torch in (("f", "2.10"), ("g", "2.9")):
+        world.tell(m.Profiled(FunctionId(function), "gpu", replace(taken, torch=torch)))
+    world.tell(m.Profiled(FunctionId("nobody"), "gpu", taken))
+
+    fresh, stale = (each.profiles["gpu"] for each in world.engine.snapshot(0.0).functions)
+
+    assert (fresh.taken, stale.taken) == (taken, None)
+    assert (fresh.load_s, fresh.service_s, fresh.occupation) == (3.0, 0.5, 40)
+    assert [(each.batch, each.ratio) for each in fresh.ratios] == [(2, 1.5)]
+    assert [each.profile.taken for each in world.engine.take_learnt()] == [taken, replace(taken, torch="2.9")]
+
+
+def test_calls_overrule_what_was_taken() -> None:
+    world = World(learn=True).set_up("f", "a")
+    world.call("c", "f")
+    world.loaded("f", "a", load_s=4.0)
+    world.finish("c", 2.0)
+
+    world.tell(m.Profiled(FunctionId("f"), "gpu", Taken("1", 0.0, 3.0, 40, {1: TakenBatch(0.5, 0.5, 20)})))
+
+    (found,) = world.engine.snapshot(0.0).functions
+    assert (found.profiles["gpu"].load_s, found.profiles["gpu"].service_s) == (4.0, 2.0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpufaas_core._types import Bytes, Seconds
+from gpufaas_core.taken import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,12 @@ def mean(runs: Sequence[Run]) -> float:
     series = _series(runs)
     total = math.fsum(length for length, _ in series)
     return math.fsum(length * value for length, value in series) / total if total else 0.0
+
+
+def wsm(measured: Measured) -> float:
+    """Return the mean share of the multiprocessors that the kernels of a traced batch ask for, in percent."""
+    of = Multiprocessors(*measured.gpu)
+    return min(100.0, mean([Run(start, end, share(Kernel(*kernel), of)) for start, end, *kernel in measured.kernels]))
 
 
 def _series(runs: Sequence[Run]) -> list[tuple[Seconds, float]]:

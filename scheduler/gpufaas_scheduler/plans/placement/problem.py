@@ -62,6 +62,8 @@ class Batch(problem.Problem, frozen=True):
     """Mean achieved occupancy over time."""
     wsm: NotNegative | None = None
     """Mean share of the multiprocessors over time."""
+    uses: NotNegative | None = None
+    """As `model.TakenBatch.uses`: stands in for one of the three above that was not measured."""
 
 
 class Kind(problem.Problem, frozen=True):
@@ -212,7 +214,7 @@ def _complete(measured: Mapping[int, Batch], metric: str) -> list[Option]:
     """Return the batches of which all was measured that an option has."""
     found = []
     for size, batch in measured.items():
-        compute = getattr(batch, metric)
+        compute = batch.uses if getattr(batch, metric) is None else getattr(batch, metric)
         if None not in (batch.latency_s, batch.goodput, batch.memory_pct, compute):
             found.append(Option(size, batch.latency_s, batch.goodput, compute, batch.memory_pct, batch.wao or 0.0))  # type: ignore[arg-type]
     return found
@@ -239,4 +241,14 @@ def answer(
     if not asked.devices:
         why = dict.fromkeys(asked.models, "there are no devices")
     unserved = {name: why.get(name, "no device has room left for it") for name in asked.models if name not in served}
+    estimated = [
+        name
+        for name, model in asked.models.items()
+        for kind in model.profiled_kinds() or [""]
+        for each in model.measured(kind).values()
+        if each.uses is not None and None in (each.ao, each.wao, each.wsm)
+    ]
+    if estimated:
+        said = ", ".join(dict.fromkeys(estimated))
+        notes = (*notes, f"`uses` stands in for the measures of compute that the profiles of these lack: {said}")
     return Result(tuple(ranked), expected, unserved, gap, tuple(notes))
