@@ -62,7 +62,8 @@ class _Metered:
         async for _ in pieces or _nothing():
             pass
         _check(answer)
-        return self._answer("", time.perf_counter() - began, time.process_time() - cpu)
+        more = event.headers[HEADER.decode()].partition(" ")[2]
+        return self._answer(more, time.perf_counter() - began, time.process_time() - cpu)
 
     def _event(self, event: Event) -> Event:
         body, media_type = event.body, event.content_type

@@ -183,9 +183,10 @@ class _Run:
         uses = await self._uses(size, timed) if at_once == 1 else None
         return TakenBatch(median(times), times[ceil(0.95 * len(times)) - 1], len(times), uses)
 
-    async def _uses(self, size: int, timed: Sequence[Measured]) -> float:
+    async def _uses(self, size: int, timed: Sequence[Measured]) -> float | None:
         if self.device.labels.get(KIND) == "cuda":
-            return self.wsm((await self._batch(size, TRACE))[0])
+            traced, _ = await self._batch(size, TRACE)
+            return self.wsm(traced) if traced.kernels else None  # async handlers are not traced
         if timed[0].uses is not None:
             return fmean(each.uses or 0.0 for each in timed)
         cores = float(self.device.labels.get(CORES, timed[0].cores))

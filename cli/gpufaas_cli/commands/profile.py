@@ -26,7 +26,7 @@ def command() -> None:
     """
     Measure what batches of a function take, how much of a device they use, its load, and its memory.
 
-    Calls that wait run between the batches. Solvers plan with what was measured; docs/planning.md says how.
+    Calls that wait run between the batches. Solvers plan with what was measured; docs/placing.md says more.
 
     Examples:
       gpufaas profile digits

@@ -86,5 +86,6 @@ def test_an_async_handler_is_measured_too(tmp_path: Path) -> None:
 
     for each in (handle, streams):
         run = metered(each, None, CpuMemory(), str(tmp_path), None)
-        found = asyncio.run(run(event("1", b"x"), CONTEXT))
-        assert msgspec.json.decode(found["body"], type=Measured).wall_s > 0
+        found = msgspec.json.decode(asyncio.run(run(event("1 peak", b"x"), CONTEXT))["body"], type=Measured)
+        assert found.wall_s > 0
+        assert found.peak > 0
