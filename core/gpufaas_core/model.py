@@ -160,7 +160,7 @@ class Taken(Struct, frozen=True, omit_defaults=True):
     """A profile that was taken: measured on purpose, and not learnt from calls (docs/adr/0072)."""
 
     revision: str
-    """Of the function that it was taken of."""
+    """The revision of the function that was measured."""
     at: Seconds
     """When it was, as Unix time."""
     load_s: _Measured

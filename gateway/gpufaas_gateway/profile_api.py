@@ -29,7 +29,7 @@ class Profiles(Struct, forbid_unknown_fields=True):
     profiles: dict[str, Taken]
     """By kind of device, the newest last."""
     stale: dict[str, str] = field(default_factory=dict)
-    """Of those that nobody plans with: why."""
+    """Why nobody plans with some of them."""
 
 
 def profile_routes(catalogue: Catalogue, profiling: Profiling) -> APIRouter:

@@ -63,7 +63,7 @@ class Batch(problem.Problem, frozen=True):
     wsm: NotNegative | None = None
     """Mean share of the multiprocessors over time."""
     uses: NotNegative | None = None
-    """As `model.TakenBatch.uses`: stands in for one of the three above that was not measured."""
+    """It stands in for one of the three above that was not measured; see `model.TakenBatch.uses`."""
 
 
 class Kind(problem.Problem, frozen=True):
