@@ -49,6 +49,7 @@ from gpufaas_scheduler.handle.table import TANGLING, handlers_of
 from gpufaas_scheduler.keeping import keep_s
 from gpufaas_scheduler.policy_contract import SchedulingPolicy
 from gpufaas_scheduler.view import view_of
+from gpufaas_scheduler.world.agenda import WATCHED
 from gpufaas_scheduler.world.call_state import RUNNING
 from gpufaas_scheduler.world.world import World
 
@@ -92,7 +93,7 @@ class Engine:
         if world.late and world.late[0][0] <= now:
             return_overdue(world)
         world.handlers[type(event)](world, event)
-        if world.freed or (world.watches and world.older.left is None and is_watched(world)):
+        if world.freed or (world.watches & WATCHED[type(event)] and world.older.left is None and is_watched(world)):
             world.freed = False
             settle(world)
         if world.nested and (world.tangled or type(event) in TANGLING):
@@ -115,7 +116,8 @@ class Engine:
         if world.crowded and world.older.left is None:
             world.crowded = False
             waiting.leave_to_plan(world)
-        if world.mixed or world.clears:
+        waits = world.queue.count or world.homeless or world.freed or world.tangled
+        if world.clears or (world.mixed and waits):
             make_way(world)
         gain = world.hosts.gain
         if gain and world.orphans and world.hosts.size and world.queue.count:

@@ -31,14 +31,19 @@ CAUSE: Final[Mapping[type[m.Event], int]] = {
     m.DeviceDrained: FLEET,
     m.FunctionDeployed: FLEET,
     m.FunctionRemoved: FLEET,
+    m.Profiled: FLEET,
     m.Scaled: FLEET,
     m.Offered: FLEET,
     m.OrderFailed: FLEET,
+    m.Restored: 0,
     m.Serving: FLEET,
     m.Woken: WAKE,
     m.Planned: PLAN,
 }
 """The cause of a run that follows from an event."""
+
+WATCHED: Final = {kind: cause | PLAN if cause == WAKE else cause & ~ARRIVAL for kind, cause in CAUSE.items()}
+"""The causes for which a policy may run after an event, beside its runs for calls that wait."""
 
 _NO_KEYS: Final[frozenset[str]] = frozenset()
 """No keys of wakes."""

@@ -1,7 +1,7 @@
 """Each action of a policy beside start, assign and load: done, or refused with one reason."""
 
 from math import inf
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from gpufaas_scheduler import policies as c
 from gpufaas_scheduler.engine import Engine
 from gpufaas_scheduler.handle.workers import KEPT_S
 from gpufaas_scheduler.rejections import rejection
+from gpufaas_scheduler.world.agenda import CAUSE
 
 ALL = c.ARRIVAL | c.FINISH | c.LOADED | c.FLEET | c.WAKE | c.PLAN
 
@@ -591,3 +592,7 @@ def test_calls_of_a_limited_copy_hold_nothing_but_its_share_when_their_node_come
     assert (state.reserved, state.residency.shares) == (0, 40)
     assert site.tell(m.Finished(CallId("x"), state.id, 1.0)) == []
     assert not state.grants()
+
+
+def test_each_event_has_a_cause() -> None:
+    assert set(get_args(m.Event)) == CAUSE.keys()
