@@ -16,7 +16,7 @@ that cannot be installed or started is said to be "not run". More yardsticks of 
 loop, 1 KB to another process and back, and the convnet in two processes without any server.
 
 --base: no peers, but the platform of another working tree (`_base.py`), with *echo* or the --works given. With
---planned N, both have N more functions, and a plan owns them here: their copies are resident. --write puts the table
+--planned N, both have N more functions, which are resident, and a plan owns them here. --write puts the table
 into README.md and docs/performance.md. The bars are judged at the end; with a missed one it exits with 1.
 """
 
@@ -140,13 +140,14 @@ def handle(model, event, context):
 
 @contextlib.contextmanager
 def with_planned(mine: contextlib.AbstractContextManager[Served], count: int, *, plan: bool) -> Iterator[Served]:
-    """Deploy *count* functions beside what *mine* serves; *plan*: a plan owns them, and each is resident."""
+    """Deploy *count* functions beside what *mine* serves, and call each, so that it is resident; *plan* owns them."""
     with mine as served:
         url = httpx.URL(next(iter(served.urls.values()))).join("/")
         with httpx.Client(base_url=url, auth=local_login.find(str(url)), timeout=60) as client:
             annotations = {"gpufaas.sharing": "auto", "gpufaas.memory": "24Mi"}
             for number in range(count):
                 deploy(client, f"planned{number}", PLANNED, kind="model", annotations=annotations)
+                client.post(f"/function/planned{number}", content=b"1").raise_for_status()
             if plan and count:
                 _apply_plan(client, count)
         yield served
