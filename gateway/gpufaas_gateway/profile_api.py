@@ -13,6 +13,7 @@ from gpufaas_core.json_errors import UNREADABLE, mistake
 from gpufaas_core.model import Taken
 from gpufaas_core.taken import why_stale
 from gpufaas_gateway.catalogue import Catalogue, ServedRevision
+from gpufaas_gateway.errors import BadQuery
 from gpufaas_gateway.function_api import find
 from gpufaas_gateway.profiling import QUICK, TIMED, ProfileAsked, Profiling
 from gpufaas_gateway.typed_routes import json_of, pieces, read_body, refuses, router
@@ -66,7 +67,7 @@ def profile_routes(catalogue: Catalogue, profiling: Profiling) -> APIRouter:
         await profiling.keep(deployed, taken)
         return shown(deployed, taken)
 
-    @routes.post(_PATH, responses=refuses(UnknownFunction, GrantRefused, LoadFailed, StorageFailed))
+    @routes.post(_PATH, responses=refuses(UnknownFunction, BadQuery, GrantRefused, LoadFailed, StorageFailed))
     async def take_profile(
         name: InPath, request: Request, namespace: InNamespace = None, device: str = "", batches: str = "",
         together: int = 0, quick: Yes = None,
