@@ -95,6 +95,9 @@ class Plans:
         stay = [
             each for each in latest.replicas if each.function != function or (each.pinned and each.device != device)
         ]
+        if replica == Replica(function, device):  # nothing is said of how: as the plan has it there
+            there = [each for each in latest.replicas if (each.function, each.device) == (function, device)]
+            replica = there[0] if there else replica
         return await self._add(latest, (*stay, replace(replica, pinned=True)), by, f"pin {function} on {device}")
 
     async def unpin(self, function: str, device: DeviceId | None, *, by: str) -> PlanVersion:

@@ -175,6 +175,15 @@ async def test_a_pin_replaces_what_is_not_pinned_of_its_function_and_nothing_of_
     assert changed.replicas == (Replica(TWO, A), pinned, Replica(ONE, C, 50, pinned=True))
 
 
+async def test_a_pin_that_says_nothing_else_keeps_what_the_plan_has_there() -> None:
+    rig = Rig()
+    await rig.plans.apply([Replica(ONE, A, 40), Replica(TWO, A, 30)], by="alice")
+
+    pinned = await rig.plans.pin(Replica(ONE, A), by="bob")
+
+    assert pinned.replicas == (Replica(TWO, A, 30), Replica(ONE, A, 40, pinned=True))
+
+
 async def test_a_pin_to_a_device_on_which_it_does_not_fit_changes_nothing() -> None:
     rig = Rig()
     await rig.plans.apply([Replica(TWO, A, 70)], by="alice")
