@@ -11,7 +11,9 @@ from tests.integration.cluster import Cluster
 from tests.integration.conftest import until
 from tests.integration.test_profiles import WAITER
 
-pytestmark = [pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.skipif(bool(etcd_missing()), reason=etcd_missing() or "-"), pytest.mark.timeout(180), pytest.mark.long,
+]  # fmt: skip
 
 WITHIN_S = 5
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -68,7 +68,12 @@ async def planning(solver: str, platform: Platform, limit_s: float = 60.0) -> As
 
 def solving() -> list[psutil.Process]:
     """Return the processes of solvers."""
-    return [each for each in psutil.Process().children() if "gpufaas_scheduler.solving" in each.cmdline()]
+    found = []
+    for each in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            if "gpufaas_scheduler.solving" in each.cmdline():
+                found.append(each)
+    return found
 
 
 @pytest.fixture(autouse=True)
