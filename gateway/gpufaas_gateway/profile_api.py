@@ -16,7 +16,7 @@ from gpufaas_gateway.catalogue import Catalogue, ServedRevision
 from gpufaas_gateway.errors import BadQuery
 from gpufaas_gateway.function_api import find
 from gpufaas_gateway.profiling import QUICK, TIMED, ProfileAsked, Profiling
-from gpufaas_gateway.typed_routes import json_of, pieces, read_body, refuses, router
+from gpufaas_gateway.typed_routes import json_of, read_body, refuses, router
 from gpufaas_gateway.wire import InNamespace, InPath, Yes
 
 _T = TypeVar("_T")
@@ -73,14 +73,12 @@ def profile_routes(catalogue: Catalogue, profiling: Profiling) -> APIRouter:
         together: int = 0, quick: Yes = None,
     ) -> Profiles:  # fmt: skip
         """Measure a function on a device. The body is the input; without one it is the sample of the bundle."""
-        deployed, body = find(catalogue, name, namespace), b""
+        deployed = find(catalogue, name, namespace)
         try:
             sizes = [int(each) for each in batches.split(",")] if batches else []
         except ValueError:
             raise InvalidSpec(f"batches {batches[:80]!r} are no sizes: write whole numbers, as in 1,2,4") from None
-        async for piece in pieces(request):
-            if len(body := body + piece) > deployed.max_body:
-                raise InvalidSpec(f"the input is over the limit of calls of {deployed.name}, {deployed.max_body} bytes")
+        body = await read_body(request, deployed.max_body, f"that is the limit of calls of {deployed.name}")
         asked = ProfileAsked(
             batches=sizes, device=device, together=together, timed=QUICK if quick else TIMED, body=body,
             content_type=request.headers.get("content-type", "").encode("latin-1"),

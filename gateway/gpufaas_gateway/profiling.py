@@ -91,7 +91,10 @@ class Profiling:
         tried = set()
         while True:
             await asyncio.sleep(every_s)
+            kinds = {each.device.kind for each in self.scheduler.status().devices}
             for each in catalogue.everywhere():
+                if all((each.spec.taken_as, kind) in tried for kind in kinds):
+                    continue
                 idle = [one for one in self.scheduler.status().devices if not one.busy]
                 for device in (one.device for one in idle if one.device.memory - one.used >= each.spec.memory):
                     key = each.spec.taken_as, device.kind

@@ -132,19 +132,19 @@ def refuses(*errors: type[GpufaasError]) -> Responses:
     return described
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, most: Bytes = _MAX_JSON, why: str = "a deployment is a few KiB of JSON") -> bytes:
     """
     Return the whole body.
 
-    :raises BodyTooLarge: it is over 4 MiB
+    :raises BodyTooLarge: it is over *most*, which is for that reason
     :raises BodyTooSlow: it takes over a minute, or nothing comes for half of one
     """
     body = bytearray()
     ends = asyncio.get_running_loop().time() + _MAX_JSON_S
     async for chunk in pieces(request):
         body += chunk
-        if len(body) > _MAX_JSON:
-            raise BodyTooLarge(f"the body is over {format_bytes(_MAX_JSON)}: a deployment is a few KiB of JSON")
+        if len(body) > most:
+            raise BodyTooLarge(f"the body is over {format_bytes(most)}: {why}")
         if asyncio.get_running_loop().time() > ends:
             raise BodyTooSlow(f"the body did not arrive within {_MAX_JSON_S:g} s")
     return bytes(body)
